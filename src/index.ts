@@ -1,0 +1,10 @@
+// Namespaces, as `effect` and `effect/workflow` export theirs. No flat names.
+export * as DeadLetter from "./queue/DeadLetter.ts"
+export * as Group from "./queue/Group.ts"
+export * as Lease from "./executor/Lease.ts"
+export * as Schedules from "./queue/Schedules.ts"
+export * as Progress from "./queue/Progress.ts"
+export * as Step from "./queue/Step.ts"
+export * as Tenure from "./main/Tenure.ts"
+export * as Wait from "./queue/Wait.ts"
+export * as WorkQueue from "./queue/WorkQueue.ts"

@@ -1,0 +1,1 @@
+throw new Error(`env ${JSON.stringify(process.env)}, execArgv ${JSON.stringify(process.execArgv)}`)
