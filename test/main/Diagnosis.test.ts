@@ -195,7 +195,16 @@ const factsOf = (one: typeof Generated.Type): Facts => ({
     ],
     heads: [{ ...head, globalLimit: one.limit, perKeyLimit: one.limit, key: one.name }],
     unmoved: one.flag ? ["i"] : [],
-    overdue: { timers: one.flag ? one.millis : null, deadlines: one.more },
+    overdue: {
+      timers: one.flag ? one.millis : null,
+      deadlines: one.more,
+      waits: one.more,
+      wakes: one.flag ? null : one.millis
+    },
+    lateLeases: [{ application: one.name, lateMillis: one.millis, count: one.count }],
+    lateSchedules: [
+      { name: one.name, application: one.other, lateMillis: one.millis, hasRunner: one.flag }
+    ],
     roomMillis: one.millis,
     quarantined: [{ queue: one.name, count: one.count, oldestMillis: one.more }],
     clock: { epochMillis: one.millis, isServers: one.flag },

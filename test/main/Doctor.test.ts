@@ -378,6 +378,103 @@ describe.concurrent("time", () => {
   )
 })
 
+const mail = "(SELECT id FROM tenure.queue WHERE name = 'mail')"
+
+describe.concurrent("what is late", () => {
+  it.live("a durable wait that is over, and a wake that nobody has finished", () =>
+    Effect.gen(function* () {
+      const { database, enqueue, executor, lane, run } = yield* make
+      const item = yield* enqueue({ agoMinutes: 0 })
+      yield* lane(item, "v1")
+      yield* run([
+        `WITH gone AS (DELETE FROM tenure.ready WHERE id = '${item}' RETURNING *)
+         INSERT INTO tenure.parked (id, state, names, due_at, parked_at, lane_id, rank, seq, attempt, failures)
+         SELECT g.id, 'sleeping', '{nap}', t + interval '1 min', t, g.lane_id, g.rank, g.seq, 1, 0
+           FROM gone g, tenure.clock() t`
+      ])
+      yield* healthy(database.worker)
+      yield* run(["UPDATE tenure.parked SET due_at = due_at - interval '10 min'"])
+      const late = yield* only(database.worker, "problem", "overdue.waits")
+      assert.match(late.text, /a durable wait was over \d+ min ago .*No executor holds a lease/)
+      yield* executor()
+      yield* only(database.worker, "problem", "overdue.waits")
+      const taker = randomUUID()
+      yield* run([`SELECT ids FROM tenure.claim_waits('${taker}', 10)`])
+      yield* healthy(database.worker)
+      yield* run(["UPDATE tenure.parked SET claimed_at = claimed_at - interval '3 min'"])
+      yield* healthy(database.worker)
+      yield* run(["UPDATE tenure.parked SET claimed_at = claimed_at - interval '3 min'"])
+      const wake = yield* only(database.worker, "problem", "overdue.wakes")
+      assert.match(wake.action ?? "", /stale_claim_sweep/)
+      yield* run([
+        "SELECT tenure.sweep_stale_claims(interval '2 min', 10)",
+        `SELECT d.dispatched FROM tenure.claim_waits('${taker}', 10) c, tenure.dispatch_waits('${taker}', c.ids) d`
+      ])
+      yield* healthy(database.worker)
+    })
+  )
+
+  const late = (name: string) =>
+    `INSERT INTO tenure.schedule (name, queue, application_name, definition, next_at, updated_at)
+     SELECT '${name}', 'mail', 'shop', 'd', t - interval '7 min', t FROM tenure.clock() t`
+
+  it.live("a schedule whose code nobody has: paused, or started", () =>
+    proves({
+      is: "problem",
+      code: "overdue.schedule",
+      words: /^schedule nightly was due 7 min ago .*No live executor has the code/,
+      as: "owner",
+      made: ({ executor, run }) => Effect.andThen(executor(), run([late("nightly")]))
+    })
+  )
+
+  it.live("a schedule whose runner lives", () =>
+    proves({
+      is: "problem",
+      code: "overdue.schedule",
+      words: /A live executor of shop has its code/,
+      made: ({ executor, run }) =>
+        Effect.flatMap(executor(), (id) =>
+          run([
+            late("nightly"),
+            `INSERT INTO tenure.schedule_runner VALUES ('nightly', '${id}', 'mail', 'd')`
+          ])
+        ),
+      mended: ({ run }) => run(["UPDATE tenure.schedule SET next_at = next_at + interval '1 h'"])
+    })
+  )
+
+  it.live("items of pull workers that are gone, which only their application hands back", () =>
+    Effect.gen(function* () {
+      const { database, enqueue, executor, run } = yield* make
+      yield* executor({ application: "other" })
+      const item = yield* enqueue({ agoMinutes: 0 })
+      yield* run([
+        `WITH gone AS (DELETE FROM tenure.ready WHERE id = '${item}' RETURNING *)
+         INSERT INTO tenure.capacity_lease (item_id, queue_id, session, version, execution_seq, state, expires_at,
+                                            lane_id, rank, seq, failures, losses, stuck, reserved_at)
+         SELECT g.id, ${mail}, gen_random_uuid(), 'v1', 1, 'reserved', t + interval '30 s', g.lane_id, g.rank, g.seq,
+                0, 0, 0, t
+           FROM gone g, tenure.clock() t`
+      ])
+      yield* healthy(database.worker)
+      yield* run(["UPDATE tenure.capacity_lease SET expires_at = expires_at - interval '5 min'"])
+      const orphaned = yield* only(database.worker, "problem", "overdue.leases")
+      assert.match(
+        orphaned.text,
+        /^1 items of shop are .* [45] min ago.*No executor of shop holds a lease/
+      )
+      yield* executor()
+      const stuck = yield* only(database.worker, "problem", "overdue.leases")
+      assert.match(stuck.text, /Live executors should have/)
+      yield* run([
+        "SELECT recovered FROM tenure.capacity_sweep('shop', interval '0', interval '0', interval '5 s', 10)"
+      ])
+      yield* healthy(database.worker)
+    })
+  )
+})
+
 describe.concurrent("executors", () => {
   it.live(
     "expired and not revoked, though a peer lives: revoked by hand, its work comes back",
@@ -631,6 +728,54 @@ describe.concurrent("work that stands still", () => {
         /The limit of its key is reached: 1 of that key run/
       )
       yield* run(["DELETE FROM tenure.claimed", "DELETE FROM tenure.ready"])
+      yield* healthy(database.worker)
+    })
+  )
+
+  it.live("while its queue is paused: resumed as printed, it is anybody's again", () =>
+    Effect.gen(function* () {
+      const { claim, database, enqueue, executor, owner, run } = yield* make
+      const id = yield* executor()
+      const item = yield* enqueue()
+      yield* run([
+        "SELECT tenure.pause_queue('mail')",
+        "UPDATE tenure.queue SET paused_at = paused_at - interval '20 min'"
+      ])
+      const paused = yield* only(database.worker, "warning", "waiting.paused")
+      assert.match(paused.text, /The queue has been paused for 20 min/)
+      for (const statement of paused.sql ?? assert.fail("nothing to run")) {
+        yield* owner.unsafe(statement)
+      }
+      yield* only(database.worker, "problem", "waiting.unclaimed")
+      yield* claim(item, id)
+      yield* healthy(database.worker)
+    })
+  )
+
+  it.live("while the rate of the queue, or of its key, is used up", () =>
+    Effect.gen(function* () {
+      const { database, enqueue, executor, run } = yield* make
+      yield* executor()
+      yield* enqueue({ key: "a" })
+      const used = (key: string) =>
+        run([
+          `INSERT INTO tenure.rate_log (queue_id, key, first_at, last_at, started)
+           SELECT ${mail}, '${key}', t, t, 2 FROM tenure.clock() t`
+        ])
+      yield* run(["UPDATE tenure.queue SET rate_limit = 2, rate_window = interval '1 hour'"])
+      yield* only(database.worker, "problem", "waiting.unclaimed")
+      yield* used("")
+      const queue = yield* only(database.worker, "warning", "waiting.rate")
+      assert.match(queue.text, /The queue's rate is used up: 2 in 60 min/)
+      yield* run([
+        `UPDATE tenure.queue SET rate_limit = NULL, rate_window = NULL, key_rate_limit = 2,
+                key_rate_window = interval '1 hour'`
+      ])
+      yield* only(database.worker, "problem", "waiting.unclaimed")
+      yield* used("a")
+      const key = yield* only(database.worker, "warning", "waiting.keyRate")
+      assert.match(key.text, /The rate of its key is used up: 2 in 60 min/)
+      yield* run(["SELECT tenure.cancel(id) FROM tenure.ready"])
       yield* healthy(database.worker)
     })
   )

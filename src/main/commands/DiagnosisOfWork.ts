@@ -13,6 +13,8 @@ import type {
   Claims,
   DoubtfulExecutor,
   Head,
+  LateLeases,
+  LateSchedule,
   LiveGroup,
   Overdue,
   Quarantined,
@@ -28,6 +30,8 @@ export interface WorkFacts {
   /** Of the heads, those that were the first of their lane again after a poll interval. */
   readonly unmoved: ReadonlyArray<string>
   readonly overdue: Overdue
+  readonly lateSchedules: ReadonlyArray<LateSchedule>
+  readonly lateLeases: ReadonlyArray<LateLeases>
   readonly roomMillis: number
   readonly quarantined: ReadonlyArray<Quarantined>
   readonly clock: ServerClock
@@ -44,6 +48,8 @@ export const judgeWork = (facts: WorkFacts, limits: Limits): ReadonlyArray<Findi
   ...judgeClaims(facts),
   ...judgeWaiting(facts),
   ...judgeOverdue(facts, limits),
+  ...judgeSchedules(facts),
+  ...judgeLeases(facts),
   ...judgeRoom(facts),
   ...judgeQuarantine(facts)
 ]
@@ -354,12 +360,21 @@ const rateOf = (limit: number | null, windowMillis: number | null): string =>
   `${limit ?? 0} in ${formatMillis(windowMillis ?? 0)}`
 
 const judgeOverdue = ({ live, overdue }: WorkFacts, limits: Limits): ReadonlyArray<Finding> => {
+  const { staleClaimSweep, staleClaimThreshold } = limits.settings
   const late = [
-    ["timers", "an item became due", overdue.timers] as const,
-    ["deadlines", "a deadline passed", overdue.deadlines] as const
+    ["timers", "an item became due", overdue.timers, 0, "queue_wake"] as const,
+    ["deadlines", "a deadline passed", overdue.deadlines, 0, "queue_wake"] as const,
+    ["waits", "a durable wait was over", overdue.waits, 0, "queue_wake"] as const,
+    [
+      "wakes",
+      "the wake of a waiting item was begun",
+      overdue.wakes,
+      staleClaimThreshold + staleClaimSweep,
+      "stale_claim_sweep"
+    ] as const
   ]
-  return late.flatMap(([name, what, millis]) => {
-    if (millis === null || millis <= limits.overdue) return []
+  return late.flatMap(([name, what, millis, allowed, loop]) => {
+    if (millis === null || millis <= limits.overdue + allowed) return []
     const text = `${what} ${formatMillis(millis)} ago and nobody has done anything about it. `
     return [
       live.length === 0
@@ -367,11 +382,39 @@ const judgeOverdue = ({ live, overdue }: WorkFacts, limits: Limits): ReadonlyArr
             action: "start one"
           })
         : problem(`overdue.${name}`, `${text}Live executors should have`, {
-            action: "look for queue_wake in their logs"
+            action: `look for ${loop} in their logs`
           })
     ]
   })
 }
+
+/** A schedule is run only by who has its code. */
+const judgeSchedules = ({ lateSchedules }: WorkFacts): ReadonlyArray<Finding> =>
+  lateSchedules.map(({ application, hasRunner, lateMillis, name }) => {
+    const text = `schedule ${name} was due ${formatMillis(lateMillis)} ago and has not fired. `
+    return hasRunner
+      ? problem("overdue.schedule", `${text}A live executor of ${application} has its code`, {
+          action: "look for queue_schedules in its logs"
+        })
+      : problem("overdue.schedule", `${text}No live executor has the code of its definition`, {
+          sql: [`SELECT tenure.pause_schedule(${literal(name)})`],
+          action: `or start ${application}: slots that passed in a pause are not made up`
+        })
+  })
+
+const judgeLeases = ({ lateLeases, live }: WorkFacts): ReadonlyArray<Finding> =>
+  lateLeases.map(({ application, count, lateMillis }) => {
+    const text =
+      `${count} items of ${application} are leased to pull workers that are gone, the oldest since ` +
+      `${formatMillis(lateMillis)} ago, and nobody has handed them back. `
+    return live.some((one) => one.application === application)
+      ? problem("overdue.leases", `${text}Live executors should have`, {
+          action: "look for capacity_sweep in their logs"
+        })
+      : problem("overdue.leases", `${text}No executor of ${application} holds a lease`, {
+          action: `start ${application}`
+        })
+  })
 
 const day = 86_400_000
 

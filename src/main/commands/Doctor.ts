@@ -223,6 +223,8 @@ const askTenure = Effect.fnUntraced(function* (
     unmoved: yield* lookAgain(sql, limits, undecided),
     doubtful: yield* DoctorStore.doubtfulExecutors(sql),
     overdue: yield* DoctorStore.overdue(sql),
+    lateSchedules: yield* DoctorStore.lateSchedules(sql, limits.overdue),
+    lateLeases: yield* DoctorStore.lateLeases(sql, limits.overdue + limits.settings.capacityScan),
     roomMillis: yield* DoctorStore.roomMillis(sql),
     quarantined: yield* DoctorStore.quarantined(sql),
     unfenced: yield* DoctorStore.unfencedForWorkers(sql),

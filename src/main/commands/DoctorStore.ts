@@ -423,19 +423,67 @@ export const waitingHeads = (sql: SqlClient.SqlClient, olderThanMillis: number) 
 export interface Overdue {
   readonly timers: number | null
   readonly deadlines: number | null
+  readonly waits: number | null
+  /** Since somebody took the oldest wake that is not finished. */
+  readonly wakes: number | null
 }
 
-/** How late the oldest due item and the oldest due deadline are, in milliseconds. */
+/** How late the oldest of each kind is, in milliseconds. */
 export const overdue = (sql: SqlClient.SqlClient) =>
   Effect.map(
     sql<Overdue>`
       SELECT (extract(epoch FROM now.at
                - (SELECT d.due_at FROM tenure.delayed d ORDER BY d.due_at LIMIT 1)) * 1000)::float8 AS timers,
              (extract(epoch FROM now.at
-               - (SELECT d.due_at FROM tenure.deadline d ORDER BY d.due_at LIMIT 1)) * 1000)::float8 AS deadlines
+               - (SELECT d.due_at FROM tenure.deadline d ORDER BY d.due_at LIMIT 1)) * 1000)::float8 AS deadlines,
+             (extract(epoch FROM now.at
+               - (SELECT p.due_at FROM tenure.parked p
+                   WHERE p.state <> 'waking' ORDER BY p.due_at LIMIT 1)) * 1000)::float8 AS waits,
+             (extract(epoch FROM now.at
+               - (SELECT p.claimed_at FROM tenure.parked p
+                   WHERE p.state = 'waking' ORDER BY p.claimed_at LIMIT 1)) * 1000)::float8 AS wakes
         FROM (SELECT tenure.clock() AS at OFFSET 0) now`,
-    ([row]) => row ?? { timers: null, deadlines: null }
+    ([row]) => row ?? { timers: null, deadlines: null, waits: null, wakes: null }
   )
+
+export interface LateLeases {
+  readonly application: string
+  /** Of the oldest. */
+  readonly lateMillis: number
+  readonly count: number
+}
+
+/** What pull workers hold whose lease ended so long ago. Only executors of its application hand it back. */
+export const lateLeases = (sql: SqlClient.SqlClient, olderThanMillis: number) =>
+  sql<LateLeases>`
+    SELECT q.application_name AS application, count(*)::int AS count,
+           (extract(epoch FROM now.at - min(c.expires_at)) * 1000)::float8 AS "lateMillis"
+      FROM tenure.capacity_lease c
+      JOIN tenure.queue q ON q.id = c.queue_id
+     CROSS JOIN (SELECT tenure.clock() AS at OFFSET 0) now
+     WHERE c.expires_at < now.at - make_interval(secs => ${seconds(olderThanMillis)})
+     GROUP BY 1, now.at ORDER BY 1 LIMIT ${rowsMax}`
+
+export interface LateSchedule {
+  readonly name: string
+  readonly application: string
+  readonly lateMillis: number
+  /** Whether a live executor has the code of the definition in force. */
+  readonly hasRunner: boolean
+}
+
+/** Schedules whose next slot has passed and has been decided about by nobody. */
+export const lateSchedules = (sql: SqlClient.SqlClient, olderThanMillis: number) =>
+  sql<LateSchedule>`
+    SELECT s.name, s.application_name AS application,
+           (extract(epoch FROM now.at - s.next_at) * 1000)::float8 AS "lateMillis",
+           EXISTS (
+             SELECT FROM tenure.schedule_runner x JOIN tenure.executor e ON e.id = x.executor_id
+              WHERE x.schedule_name = s.name AND x.queue = s.queue AND x.definition = s.definition
+                AND e.state = 'active' AND e.expires_at > now.at) AS "hasRunner"
+      FROM tenure.schedule s CROSS JOIN (SELECT tenure.clock() AS at OFFSET 0) now
+     WHERE NOT s.paused AND s.next_at < now.at - make_interval(secs => ${seconds(olderThanMillis)})
+     ORDER BY s.next_at, s.name LIMIT ${rowsMax}`
 
 export const roomMillis = (sql: SqlClient.SqlClient) =>
   Effect.map(
