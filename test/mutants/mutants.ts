@@ -44,6 +44,9 @@ const transactions = (name: string) => ({ file: "test/queue/Transaction.test.ts"
 const waits = (name: string) => ({ file: "test/queue/Wait.test.ts", name })
 const budgets = (name: string) => ({ file: "test/queue/Budgets.test.ts", name })
 
+const doctor = (name: string) => ({ file: "test/main/Doctor.test.ts", name })
+const recovering = (name: string) => ({ file: "test/queue/Recovery.test.ts", name })
+
 const slots = (name: string) => ({ file: "test/queue/Calendar.test.ts", name })
 
 const presence = "schema/0006_presence.sql"
@@ -1612,5 +1615,216 @@ export const mutants: ReadonlyArray<Mutant> = [
       file: "test/queue/Schedules.test.ts",
       name: "follows the version that came last"
     }
+  },
+
+  // --- the watchdog and the scanner
+  {
+    name: "the watchdog counts time in which the process was stopped",
+    file: "src/watchdog/judge.js",
+    changes: [["stoodNanos += nowNanos - previousNanos", "stoodNanos += 0n"]],
+    test: watchdog(
+      "Judge",
+      "does not count time in which the process was stopped, but for the lease"
+    )
+  },
+  {
+    name: "the watchdog pardons a starved machine for ever",
+    file: "src/watchdog/judge.js",
+    changes: [["return nanos < watchdogNanos ? nanos : watchdogNanos", "return nanos"]],
+    test: watchdog("Judge", "pardons standing still for the watchdog's time at most")
+  },
+  {
+    name: "the watchdog pardons the lease as any deadline",
+    file: "src/watchdog/judge.js",
+    changes: [
+      ["isOver(Slot.lease, nowNanos)) {", "isOver(Slot.lease, nowNanos - pardon(Slot.lease))) {"]
+    ],
+    test: watchdog(
+      "Judge",
+      "does not count time in which the process was stopped, but for the lease"
+    )
+  },
+  {
+    name: "the watchdog does not read the uptime",
+    file: "src/watchdog/judge.js",
+    changes: [["isOver(Slot.uptime, uptimeNanos)", "isOver(Slot.uptime, nowNanos)"]],
+    test: watchdog("Judge", "sees a suspended machine by the uptime")
+  },
+  {
+    name: "the watchdog calls a stopped process blocked",
+    file: "src/watchdog/judge.js",
+    changes: [["- watchdogNanos + stood(Slot.main)", "- watchdogNanos"]],
+    test: watchdog(
+      "Judge",
+      "does not count time in which the process was stopped, but for the lease"
+    )
+  },
+  {
+    name: "the watchdog looks at the first actor only",
+    file: "src/watchdog/judge.js",
+    changes: [["slot = Slot.actors; slot < slots", "slot = Slot.actors; slot < Slot.actors + 1"]],
+    test: watchdog("Judge", "finds each actor by itself, with everything else in order")
+  },
+  {
+    name: "the watchdog names the actor that a blocked loop holds up",
+    file: "src/watchdog/judge.js",
+    changes: [['isBlocked ? "eventLoop" : "actor"', '"actor"']],
+    test: watchdog(
+      "Judge",
+      "finds a blocked loop before the lease is over, and says that it is the loop"
+    )
+  },
+  {
+    name: "the watchdog waits until it has said why",
+    file: "src/watchdog/thread.js",
+    changes: [["attempt < 20", "attempt < Infinity"]],
+    test: watchdog("Thread", "is killed when standard error is a pipe that is full")
+  },
+  {
+    name: "the watchdog trusts its signal to end process 1",
+    file: "src/watchdog/thread.js",
+    changes: [['new Script("%SystemBreak()").runInThisContext()', ""]],
+    test: watchdog("Thread", "is killed as process 1 of a container, too")
+  },
+  {
+    name: "the watchdog's deadlines are written by another clock than they are read by",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [
+      ["apartNanos < sameClockNanos && apartNanos > -sameClockNanos ? 0n : apartNanos", "0n"]
+    ],
+    test: watchdog("Watchdog", "shows the thread who owes progress, by the thread's own clock")
+  },
+  {
+    name: "the watchdog blames a loop for a lease that is in doubt",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [["deadlineNanos > soonestNanos ? deadlineNanos : soonestNanos", "deadlineNanos"]],
+    test: watchdog(
+      "Watchdog",
+      "leaves the end to a lease that is in doubt, and to the late loop once it is not"
+    )
+  },
+  {
+    name: "the watchdog says twice what its thread has said",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [["reported ? Effect.void : log(firing)", "log(firing)"]],
+    test: watchdog(
+      "Watchdog",
+      "passes on what the thread has found, without saying it a second time"
+    )
+  },
+  {
+    name: "the watchdog's end leaves the lease trusted",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [['if (reason === "lease" || reason === "suspended") lease.checkUnsafe()', ""]],
+    test: watchdog("Watchdog", "lets the lease itself find out that its time is over")
+  },
+  {
+    name: "the watchdog ends a process that gave its lease back",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [['if (cause !== "released") thread', "thread"]],
+    test: watchdog(
+      "Watchdog",
+      "lets no process outlive a lost lease, unless it gave the lease back"
+    )
+  },
+  {
+    name: "nobody watches the watchdog's thread",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [['if (silent === silentMax) fireUnsafe("watcher")', ""]],
+    test: watchdog("Watchdog", "ends a process whose thread has gone, or says nothing any more")
+  },
+  {
+    name: "the watchdog lets a process live that has lost a loop for good",
+    file: "src/watchdog/Watchdog.ts",
+    changes: [["onLost, onEscalated]", "onLost]"]],
+    test: watchdog(
+      "Watchdog",
+      "ends a process that has lost a loop for good, when its own main does not"
+    )
+  },
+  {
+    name: "the scanner looks for lost claims once in its life",
+    file: "src/recovery/Scanner.ts",
+    changes: [["scans++ % scansPerSweep === 0", "scans++ === 0"]],
+    test: recovering("and got past the fence with a late claim")
+  },
+  {
+    name: "the sweep takes claims of live executors, and not those of others",
+    file: recovery,
+    changes: [["c.owner NOT IN (", "c.owner IN ("]],
+    test: recovering("and got past the fence with a late claim")
+  },
+
+  // --- the doctor
+  {
+    name: "the doctor takes an executor for lost before a scan could have seen it",
+    file: "src/main/commands/DiagnosisOfWork.ts",
+    changes: [["one.expiredMillis <= limits.unrevoked ? []", "one.expiredMillis <= 0 ? []"]],
+    test: doctor("expired for less than the limit is the scan's, and no trouble")
+  },
+  {
+    name: "the doctor guesses whose a claim is",
+    file: "src/main/commands/DoctorStore.ts",
+    changes: [["WHEN e.id IS NULL THEN 'unknown'", "WHEN e.id IS NULL THEN 'expired'"]],
+    test: doctor("claimed by an owner that is in no registry: only a person says whose it is")
+  },
+  {
+    name: "the doctor takes one look at what may be moving",
+    file: "src/main/commands/Doctor.ts",
+    changes: [["return again.map(({ item }) => item)", "return heads.map(({ item }) => item)"]],
+    test: doctor("is not what was delayed, became available, and is claimed at the next look")
+  },
+  {
+    name: "the doctor looks at one owner of each queue",
+    file: "src/main/commands/DoctorStore.ts",
+    changes: [["AND c.owner > o.owner", "AND c.owner < o.owner"]],
+    test: doctor("claimed by many owners of many queues: each of them is looked at")
+  },
+  {
+    name: "the doctor takes a deadline for a timer",
+    file: "src/main/commands/DoctorStore.ts",
+    changes: [["FROM tenure.deadline d ORDER BY", "FROM tenure.delayed d ORDER BY"]],
+    test: doctor("items and deadlines whose time has passed")
+  },
+  {
+    name: "the doctor calls a full queue unclaimed",
+    file: "src/watchdog/Waiting.ts",
+    changes: [['  if (facts.isFull) return "globalLimit"\n', ""]],
+    test: doctor("at the limit of the queue, and at the limit of a key")
+  },
+  {
+    name: "the doctor calls a paused queue unclaimed",
+    file: "src/watchdog/Waiting.ts",
+    changes: [['  if (facts.isPaused) return "paused"\n', ""]],
+    test: doctor("while its queue is paused: resumed as printed, it is anybody's again")
+  },
+  {
+    name: "the doctor counts a rate that is no limit's",
+    file: "src/main/commands/DoctorStore.ts",
+    changes: [
+      [
+        "tenure.rate_room(q.id, '', q.rate_limit, q.rate_window",
+        "tenure.rate_room(q.id, '', q.key_rate_limit, q.key_rate_window"
+      ]
+    ],
+    test: doctor("while the rate of the queue, or of its key, is used up")
+  },
+  {
+    name: "the doctor calls a wake late that loop 2 has not looked at",
+    file: "src/main/commands/DiagnosisOfWork.ts",
+    changes: [["staleClaimThreshold + staleClaimSweep,", "0,"]],
+    test: doctor("a durable wait that is over, and a wake that nobody has finished")
+  },
+  {
+    name: "the doctor calls a paused schedule late",
+    file: "src/main/commands/DoctorStore.ts",
+    changes: [["NOT s.paused AND ", ""]],
+    test: doctor("a schedule whose code nobody has: paused, or started")
+  },
+  {
+    name: "the doctor asks any executor for what only an application hands back",
+    file: "src/main/commands/DiagnosisOfWork.ts",
+    changes: [["live.some((one) => one.application === application)", "live.length > 0"]],
+    test: doctor("items of pull workers that are gone, which only their application hands back")
   }
 ]
