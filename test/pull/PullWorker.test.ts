@@ -1,7 +1,8 @@
 /**
- * Goal: a worker in another language does all that one of ours does, and when it is killed its work goes
- * on elsewhere.
- * Method: Python's standard library and nothing else, as a process that is killed; sessions of five seconds, more on a slow machine.
+ * Goal: a worker in another language does all that one of ours does; when it is killed or frozen its work goes
+ * on elsewhere, and once it is back it is refused.
+ * Method: Python's standard library and nothing else, as a process that gets signals; sessions of five seconds, more on
+ * a slow machine.
  * Covers I-001, I-007, I-009, I-011, I-016 to I-018, I-021, I-064, I-065.
  */
 import { assert, describe, it } from "@effect/vitest"
@@ -32,20 +33,51 @@ const python = ({ url }: World.Process, secret: string): Effect.Effect<Child, ne
     env: { TENURE_URL: url, TENURE_TOKEN: secret }
   })
 
+// Of the process the production lease: it is not what is killed here.
+const settings = {
+  pullHeartbeat: "1 second",
+  pullLease: 5000 * pace,
+  capacityScan: "200 millis",
+  capacityGrace: "200 millis"
+} as const
+
 describe.runIf(hasPython)("a worker in Python", () => {
+  it.live(
+    "that is frozen beyond its lease loses its item, and once thawed is told so and goes on",
+    () =>
+      Effect.gen(function* () {
+        const world = yield* World.process({ settings })
+        const { secret } = yield* world.token("worker")
+        const frozen = yield* python(world, secret)
+        yield* frozen.line("> session")
+        yield* Effect.gen(function* () {
+          const slow = yield* Words.enqueue({ text: "slow item" })
+          yield* frozen.line(`> executing ${slow}`)
+          yield* frozen.kill("SIGSTOP")
+          const heir = yield* python(world, secret)
+          assert.deepStrictEqual(yield* Words.await(slow), { words: 2, losses: 1 })
+          yield* heir.kill("SIGTERM")
+          yield* heir.line("> closed")
+          yield* frozen.kill("SIGCONT")
+          assert.strictEqual(yield* frozen.line("> stale"), "unknown session")
+          const next = yield* Words.enqueue({ text: "in a session of its own" })
+          assert.deepInclude(yield* Words.await(next), { words: 6 })
+          assert.notInclude(frozen.stdout(), `> settled ${slow}`)
+          assert.deepStrictEqual(
+            yield* world.sql`
+              SELECT outcome, attempt, losses FROM tenure.done WHERE id = ${slow}::uuid`,
+            [{ outcome: "completed", attempt: 2, losses: 1 }]
+          )
+        }).pipe(Effect.provideContext(world.context))
+      }).pipe(Effect.scoped),
+    120_000
+  )
+
   it.live(
     "pulls, settles, fails and is told to stop; killed, it loses its item to another one",
     () =>
       Effect.gen(function* () {
-        // Of the process the production lease: it is not what is killed here.
-        const world = yield* World.process({
-          settings: {
-            pullHeartbeat: "1 second",
-            pullLease: 5000 * pace,
-            capacityScan: "200 millis",
-            capacityGrace: "200 millis"
-          }
-        })
+        const world = yield* World.process({ settings })
         const { secret } = yield* world.token("worker")
         const first = yield* python(world, secret)
         yield* first.line("> session")

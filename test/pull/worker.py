@@ -102,6 +102,8 @@ def handle(item, session):
         raise RuntimeError("the first time it always fails")
     if words[0] == "deadly" and item["losses"] == 0:
         ending.wait()
+    if words[0] == "slow" and item["losses"] == 0:
+        ending.wait(1)
     while words[0] == "endless":
         if item["id"] in session.cancelled:
             raise RuntimeError("told to stop")
