@@ -36,6 +36,8 @@ export interface Summary {
 /** What a benchmark uses to report; rows are printed when they are complete, in JSON at once. */
 export interface Report {
   readonly quick: boolean
+  /** Whether this part was asked for: all are, unless some were named. */
+  readonly wants: (part: string) => boolean
   readonly row: (row: Row) => void
   readonly leftOut: (workload: string, why: string) => void
   /** What a reader of the rows has to know, on standard error. */

@@ -262,6 +262,60 @@ const holdSnapshot = Effect.fnUntraced(function* (bench: Bench) {
   yield* Effect.addFinalizer(() => Effect.ignore(run("ROLLBACK")))
 })
 
+/** How long somebody's snapshot is held while the queue goes on, and how long each look at it takes. */
+const heldSeconds = 600
+const lookSeconds = 20
+
+/**
+ * Work that never ends, while an old snapshot keeps all its dead rows: the rate before, at the end of the
+ * time in which it was held, and some time after.
+ */
+const held = Effect.fnUntraced(function* (server: Server, templates: Templates, report: Report) {
+  yield* calibration(server, report, "held-snapshot")
+  const bench = yield* server.database("queue", templates.tenure)
+  let handled = 0
+  const start = (role: string, onHandled: (count: number) => void = () => {}) =>
+    ChildProcess.start({
+      ...{ module: tenure.module, url: bench.url, warmUp: 0, items: 2000, role },
+      onMessage: (message) => {
+        if (message._tag === "handled") onHandled(message.count)
+      }
+    })
+  const worker = yield* start("work", (count) => {
+    handled = count
+  })
+  for (const word of ["warm", "cool", "go"] as const) worker.order(word)
+  yield* start("endless")
+  const rate = Effect.gen(function* () {
+    const before = handled
+    yield* Effect.sleep(lookSeconds * 1000)
+    return (handled - before) / lookSeconds
+  })
+  yield* rate
+  const before = yield* rate
+  const during = yield* Effect.scoped(
+    Effect.gen(function* () {
+      yield* holdSnapshot(bench)
+      yield* Effect.sleep((heldSeconds - lookSeconds) * 1000)
+      return yield* rate
+    })
+  )
+  yield* Effect.sleep("1 minute")
+  const after = yield* rate
+  const goal = { of: "ratio", is: "at least", limit: 0.8 } as const
+  for (const [workload, value] of [
+    ["before-an-old-snapshot", before],
+    ["under-an-old-snapshot", during],
+    ["after-an-old-snapshot", after]
+  ] as const) {
+    const compared =
+      value === before ? {} : { ratio: { median: value / before, spread: undefined }, goal }
+    report.row({ workload, system: tenure.name, metric: "items_per_s", value, ...compared })
+  }
+}, Effect.scoped)
+
+export const parts = ["drain", "single", "each", "latency", "past", "backlog", "held"]
+
 export const run = Effect.fnUntraced(function* (
   server: Server,
   report: Report
@@ -273,10 +327,10 @@ export const run = Effect.fnUntraced(function* (
     "pg-boss": yield* prepared(server, pgBoss),
     dbos: yield* prepared(server, dbos)
   }
-  yield* drains(server, templates, report)
-  yield* singles(server, templates, report)
-  yield* eaches(server, templates, report)
-  yield* latencies(server, templates, report)
+  if (report.wants("drain")) yield* drains(server, templates, report)
+  if (report.wants("single")) yield* singles(server, templates, report)
+  if (report.wants("each")) yield* eaches(server, templates, report)
+  if (report.wants("latency")) yield* latencies(server, templates, report)
   if (report.quick) {
     report.leftOut("dbos", "takes a minute for what the others do in a second")
     report.leftOut("drain-with-a-past", "a million finished items are made first")
@@ -284,8 +338,10 @@ export const run = Effect.fnUntraced(function* (
       "drain-500k-backlog",
       "half a million items, without and with an old snapshot held"
     )
+    report.leftOut("under-an-old-snapshot", "ten minutes of it")
     return
   }
-  yield* past(server, templates, report)
-  yield* backlog(server, templates, report)
+  if (report.wants("past")) yield* past(server, templates, report)
+  if (report.wants("backlog")) yield* backlog(server, templates, report)
+  if (report.wants("held")) yield* held(server, templates, report)
 })

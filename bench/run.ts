@@ -1,6 +1,6 @@
 /**
- * `npm run bench -- <name> [--json] [--quick]`: runs one benchmark on a server of its own and prints
- * one table, or one JSON object a line. Without a name it says which there are.
+ * `npm run bench -- <name> [part ...] [--json] [--quick]`: runs one benchmark, or parts of it, on a server
+ * of its own and prints one table, or one JSON object a line. Without a name it says which there are.
  *
  * Messages about the run go to standard error, so that standard output is nothing but results.
  */
@@ -18,6 +18,8 @@ import * as takeover from "./takeover.ts"
 
 interface Benchmark {
   readonly claim: string
+  /** What may be asked for alone. */
+  readonly parts?: ReadonlyArray<string>
   readonly run: (server: Server.Server, report: Report) => Effect.Effect<void, never, Scope.Scope>
 }
 
@@ -45,6 +47,7 @@ const benchmarks: Readonly<Record<string, Benchmark>> = {
   },
   queue: {
     claim: "enqueue, drain and latency of no-op items, beside graphile-worker, pg-boss and DBOS",
+    parts: queue.parts,
     run: queue.run
   },
   takeover: {
@@ -54,9 +57,12 @@ const benchmarks: Readonly<Record<string, Benchmark>> = {
 }
 
 const usage = [
-  "Usage: npm run bench -- <name> [--json] [--quick]",
+  "Usage: npm run bench -- <name> [part ...] [--json] [--quick]",
   "",
-  ...Object.entries(benchmarks).map(([name, { claim }]) => `  ${name.padEnd(9)}  ${claim}`),
+  ...Object.entries(benchmarks).map(
+    ([name, { claim, parts = [] }]) =>
+      `  ${name.padEnd(9)}  ${claim}${parts.length === 0 ? "" : `; in parts: ${parts.join(", ")}`}`
+  ),
   "",
   "--json   one object a line: bench, workload, system, metric, value, ratio",
   "--quick  under 90 seconds: every row with less of everything",
@@ -70,7 +76,7 @@ const print = (line: string) => process.stdout.write(`${line}\n`)
 const run = Effect.fnUntraced(function* (
   name: string,
   benchmark: Benchmark,
-  flags: { readonly json: boolean; readonly quick: boolean }
+  flags: { readonly json: boolean; readonly quick: boolean; readonly parts: ReadonlyArray<string> }
 ): Effect.fn.Return<void, never, Scope.Scope> {
   const rows: Array<Row> = []
   const leftOut: Array<string> = []
@@ -78,6 +84,7 @@ const run = Effect.fnUntraced(function* (
   const server = yield* Server.make()
   yield* benchmark.run(server, {
     quick: flags.quick,
+    wants: (part) => flags.parts.length === 0 || flags.parts.includes(part),
     row: (row) => {
       if (flags.json) print(json(name, row))
       else process.stderr.write(`  ${row.workload} ${row.system} ${row.metric}\n`)
@@ -93,18 +100,20 @@ const run = Effect.fnUntraced(function* (
 const main = Effect.suspend(() => {
   const names = process.argv.slice(2).filter((argument) => !argument.startsWith("--"))
   const flags = new Set(process.argv.slice(2).filter((argument) => argument.startsWith("--")))
-  const unknown = [...flags].find((flag) => flag !== "--json" && flag !== "--quick")
-  const name = names[0]
+  const [name, ...parts] = names
+  const known = name === undefined ? undefined : benchmarks[name]
+  const unknown =
+    [...flags].find((flag) => flag !== "--json" && flag !== "--quick") ??
+    parts.find((part) => known?.parts?.includes(part) !== true)
   if (name === undefined && unknown === undefined) return Effect.sync(() => print(usage))
-  const benchmark = name === undefined ? undefined : benchmarks[name]
-  if (benchmark === undefined || unknown !== undefined || names.length > 1 || name === undefined) {
+  if (known === undefined || unknown !== undefined || name === undefined) {
     return Effect.sync(() => {
       process.stderr.write(`unknown: ${unknown ?? names.join(" ")}\n\n${usage}\n`)
       process.exitCode = 2
     })
   }
   return Effect.scoped(
-    run(name, benchmark, { json: flags.has("--json"), quick: flags.has("--quick") })
+    run(name, known, { json: flags.has("--json"), quick: flags.has("--quick"), parts })
   )
 })
 

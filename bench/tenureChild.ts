@@ -50,6 +50,16 @@ const enqueue = Effect.gen(function* () {
   tell({ _tag: "done", millis: millisSince(begun) })
 })
 
+/** Keeps a few thousand items waiting, until it is killed. */
+const endless = Effect.gen(function* () {
+  const payloads = Array.from({ length: items }, (_, i) => ({ i }))
+  for (;;) {
+    const ids = yield* Noop.enqueueAll(payloads)
+    const middle = ids[ids.length >> 1]
+    if (middle !== undefined) yield* Noop.await(middle)
+  }
+})
+
 const inParallel = (
   count: number,
   call: (i: number) => Effect.Effect<unknown, unknown, SqlClient.SqlClient>
@@ -129,6 +139,8 @@ const main = (): Effect.Effect<unknown, unknown> => {
     case "limited":
     case "work":
       return Effect.scoped(Effect.provide(work(policies[name]), Executor))
+    case "endless":
+      return Effect.scoped(Effect.provide(endless, Client))
     case "serve":
       return Effect.scoped(Effect.provide(serve, Executor))
     case "produce":
