@@ -19,8 +19,6 @@ import {
 } from "effect"
 import { SqlClient } from "effect/sql"
 import { Step, Tenure, Wait, WorkQueue } from "tenure"
-import { readFileSync } from "node:fs"
-import * as Readme from "../readme/waits.ts"
 import { connect, freshDatabase, layerOf } from "../support/Postgres.ts"
 import { layerRuntime } from "./runtime.ts"
 
@@ -408,19 +406,4 @@ describe("a wait where none is possible", () => {
       })
     )
   }
-})
-
-describe("the example of the README", () => {
-  it.live("is this code, and does what it says", () =>
-    Effect.gen(function* () {
-      const read = (path: string) => readFileSync(new URL(path, import.meta.url), "utf8")
-      assert.include(read("../../README.md"), read("../readme/waits.ts"))
-      const { Delivery, DeliveryLive, LabelLive, signed } = Readme
-      yield* Effect.gen(function* () {
-        const id = yield* Delivery.enqueue({ orderId: "7" })
-        yield* signed(id, "Ada")
-        assert.strictEqual(yield* Delivery.await(id), "delivered")
-      }).pipe(provide(Layer.merge(DeliveryLive, LabelLive)))
-    })
-  )
 })
