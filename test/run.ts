@@ -27,6 +27,15 @@ const long = args.includes("--long")
 const soak = args.includes("--soak")
 const filters = args.filter((arg) => !arg.startsWith("--"))
 
+/**
+ * What starts processes and judges them by their clocks: one file after the other, and two tests of it at a
+ * time. A dozen processes on two cores outlive no lease, and rightly so.
+ */
+const processFolders = ["demo", "executor", "faults", "main", "pull", "watchdog"]
+
+/** One process, and 75 s of waiting: beside everything else. */
+const waiting = "test/faults/ProductionLease.test.ts"
+
 /** What depends on the server's release: our SQL, and the fence around it. */
 const sqlFolders = ["test/kernel", "test/fence", "test/database/Migrations.test.ts"]
 
@@ -129,7 +138,13 @@ const excludeLong = ["--exclude", "**/*.long.test.ts", "--exclude", "**/*.soak.t
 
 const gate = (): void => {
   types()
-  vitest(server, excludeLong)
+  const isProcess = `test/{${processFolders.join(",")}}/!(ProductionLease)**`
+  vitest(`${server}, processes`, [
+    ...processFolders.map((folder) => `test/${folder}/`),
+    ...["--exclude", waiting, "--maxWorkers=1", "--maxConcurrency=2"],
+    ...excludeLong
+  ])
+  vitest(server, ["--exclude", isProcess, ...excludeLong])
   const directory = "/usr/lib/postgresql/15/bin"
   if (existsSync(join(directory, "initdb"))) onRelease(15, directory)
   else notRun.push(`${sqlFolders.join(", ")} on PostgreSQL 15: ${directory} is not there`)

@@ -34,8 +34,8 @@ export default defineConfig({
     include: ["test/**/*.test.ts"],
     globalSetup: [path("support/globalSetup.ts")],
     pool: "forks",
-    // Most files wait for leases, not for a core: 8 minutes one by one, on two cores.
-    maxWorkers: 3,
+    // With three on two cores their sessions wait for a processor, and some are judged for it.
+    maxWorkers: 2,
     sequence: { sequencer: LongestFirst },
     testTimeout: 60_000,
     hookTimeout: 60_000

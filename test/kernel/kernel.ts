@@ -35,9 +35,9 @@ export const sessionOf = <Logins extends Role>(
       database: database[role],
       applicationName: "",
       executorId,
-      statementTimeout: "20 seconds",
+      statementTimeout: "45 seconds",
       lockTimeout: "10 seconds",
-      idleInTransactionTimeout: "20 seconds"
+      idleInTransactionTimeout: "45 seconds"
     })
   }).pipe(Effect.provideServiceEffect(Reactivity.Reactivity, Reactivity.make))
 
