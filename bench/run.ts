@@ -14,6 +14,7 @@ import * as presence from "./presence.ts"
 import * as queue from "./queue.ts"
 import { json, type Report, type Row, table } from "./Report.ts"
 import * as Server from "./Server.ts"
+import * as resume from "./resume.ts"
 import * as takeover from "./takeover.ts"
 
 interface Benchmark {
@@ -49,6 +50,10 @@ const benchmarks: Readonly<Record<string, Benchmark>> = {
     claim: "enqueue, drain and latency of no-op items, beside graphile-worker, pg-boss and DBOS",
     parts: queue.parts,
     run: queue.run
+  },
+  resume: {
+    claim: "how soon the items of a killed pull worker are executed elsewhere",
+    run: resume.run
   },
   takeover: {
     claim: "how soon lost work goes on elsewhere, beside Effect's cluster and DBOS",
