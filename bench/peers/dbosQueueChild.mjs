@@ -39,7 +39,7 @@ const client = () =>
 
 const queues = {
   work: { minPollingIntervalMs: 10, workerConcurrency: 1000 },
-  keyed: { minPollingIntervalMs: 10, concurrency: 1, partitionQueue: true },
+  keyed: { minPollingIntervalMs: 10, partitionConcurrency: 1 },
   limited: { minPollingIntervalMs: 10, concurrency: 10 }
 }
 
