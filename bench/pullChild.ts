@@ -43,7 +43,7 @@ const workers = Effect.gen(function* () {
       for (const { executionSeq, id } of items) {
         yield* api.activate({ params: { ...params, item: id }, payload: { executionSeq } })
         tellBegan(id)
-        yield* Effect.never
+        return yield* Effect.never
       }
     }
   })

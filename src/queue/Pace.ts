@@ -33,17 +33,19 @@ export interface Pace {
 }
 
 /** Of one call. What contradicts itself is the caller's bug. */
-export const paceOf = (options: {
-  readonly debounce?: Debounce | undefined
-  readonly throttle?: Throttle | undefined
-  readonly delay?: unknown
-  readonly group?: unknown
+export const paceOf = (
+  options: {
+    readonly debounce?: Debounce | undefined
+    readonly throttle?: Throttle | undefined
+    readonly delay?: unknown
+    readonly group?: unknown
+  },
   /** Also the definition's. */
-  readonly idempotencyKey: string | null
-}): Pace | null => {
+  idempotencyKey: string | null
+): Pace | null => {
   const { debounce, throttle } = options
   if (debounce === undefined && throttle === undefined) return null
-  if (options.idempotencyKey !== null || options.group !== undefined) {
+  if (idempotencyKey !== null || options.group !== undefined) {
     throw new RangeError(
       "a debounced or throttled item has no idempotency key, and is no member of a group"
     )

@@ -194,6 +194,18 @@ export const settleItems = (sql: SqlClient.SqlClient, settlements: ReadonlyArray
         ${column(settlements, (one) => one.lane, ints)}::int[],
         ${column(settlements, (one) => one.delayMillis, floats)}::float8[])`
 
+/** One, in the transaction of its handler. */
+export const completeItem = (
+  sql: SqlClient.SqlClient,
+  item: { readonly id: string; readonly attempt: number; readonly result: string | null }
+) =>
+  Effect.map(
+    sql<{ readonly status: Settled }>`
+      SELECT tenure.complete_item(
+        ${PgTypes.uuid(item.id)}, ${PgTypes.int4(item.attempt)}, ${PgTypes.text(item.result)}) AS status`,
+    ([row]): Settled => row?.status ?? "stale"
+  )
+
 export interface Checkpoint {
   readonly id: string
   readonly attempt: number

@@ -279,6 +279,95 @@ layer(K.Kernel.layer, { excludeTestServices: true })("settle", (it) => {
   )
 })
 
+/** In the transaction of whoever calls. */
+const complete = (runner: K.Executor, item: K.Claimed | undefined, result: string | null = null) =>
+  Effect.map(
+    runner.sql<{ readonly status: string }>`
+      SELECT tenure.complete_item(${of(item).id}::uuid, ${of(item).attempt}::int, ${result}::text) AS status`,
+    ([row]) => row?.status
+  )
+
+layer(K.Kernel.layer, { excludeTestServices: true })("one item, completed by its handler", (it) => {
+  it.effect("leaves what a settle would leave, with its transaction or not at all", () =>
+    Effect.gen(function* () {
+      const { api, owner, runner, items } = yield* running("one", 2)
+      yield* api`SELECT tenure.cancel(${of(items[0]).id}::uuid)`
+      yield* runner.sql`BEGIN`
+      assert.strictEqual(yield* complete(runner, items[0], `{"r": 1}`), "settled")
+      yield* runner.sql`ROLLBACK`
+      assert.strictEqual(yield* K.placeOf(owner, of(items[0]).id), "claimed")
+      assert.strictEqual(yield* complete(runner, items[0], `{"r": 1}`), "settled")
+      yield* K.settle(runner, [{ ...of(items[1]), result: `{"r": 1}` }])
+      const rows = yield* owner`
+        SELECT d.outcome, d.reason, d.result::text AS result, d.attempt, d.failures, d.losses,
+               d.owner = ${runner.id}::uuid AS by_us, d.queue_id = ${runner.queueId}::int AS here
+          FROM tenure.done d WHERE d.queue_id = ${runner.queueId}::int`
+      assert.lengthOf(rows, 2)
+      assert.deepStrictEqual(rows[0], rows[1])
+      assert.deepStrictEqual(yield* owner`SELECT FROM tenure.cancel_request`, [])
+      assert.deepStrictEqual(
+        yield* owner`SELECT FROM tenure.claimed WHERE queue_id = ${runner.queueId}::int`,
+        []
+      )
+    })
+  )
+
+  it.effect("is told that it was before, that somebody holds it, or that its attempt is over", () =>
+    Effect.gen(function* () {
+      const { owner, runner, items } = yield* running("one again", 3)
+      const other = yield* K.executor({ queue: "one again" })
+      yield* complete(runner, items[0], "1")
+      assert.strictEqual(yield* complete(runner, items[0], "2"), "already")
+      yield* owner`BEGIN`
+      yield* owner`SELECT FROM tenure.claimed WHERE id = ${of(items[1]).id}::uuid FOR UPDATE`
+      assert.strictEqual(yield* complete(runner, items[1]), "busy")
+      yield* owner`ROLLBACK`
+      assert.strictEqual(yield* complete(other, items[1]), "stale")
+      yield* K.settle(runner, [{ ...of(items[2]), outcome: "hand-back" }])
+      assert.strictEqual(yield* complete(runner, items[2]), "stale")
+      assert.deepStrictEqual(
+        yield* owner`
+          SELECT result::text AS result FROM tenure.done WHERE queue_id = ${runner.queueId}::int`,
+        [{ result: "1" }]
+      )
+    })
+  )
+
+  it.effect("is refused to a revoked executor, and waits for a revoker without a lock", () =>
+    Effect.gen(function* () {
+      const { owner, runner, items } = yield* running("one fenced", 1)
+      const pid = yield* K.pidOf(runner.sql)
+      const revoker = yield* K.session("owner")
+      yield* revoker`BEGIN`
+      yield* revoker`SELECT FROM tenure.executor WHERE id = ${runner.id}::uuid FOR UPDATE`
+      const waiting = yield* Effect.forkChild(complete(runner, items[0]))
+      yield* K.whenBlocked(owner, pid)
+      yield* revoker`SELECT FROM tenure.claimed WHERE id = ${of(items[0]).id}::uuid FOR UPDATE NOWAIT`
+      yield* revoker`UPDATE tenure.executor SET state = 'revoking' WHERE id = ${runner.id}::uuid`
+      yield* revoker`COMMIT`
+      assert.strictEqual(yield* K.stateOf(Fiber.join(waiting)), "TN002")
+      assert.strictEqual(yield* K.placeOf(owner, of(items[0]).id), "claimed")
+    })
+  )
+
+  it.effect("ends its group", () =>
+    Effect.gen(function* () {
+      const { api, owner, runner } = yield* running("one of a group", 0)
+      const [made] = yield* api<{ readonly id: string }>`SELECT tenure.make_group() AS id`
+      const group = made?.id ?? ""
+      yield* api`SELECT tenure.enqueue('one of a group', '1', json_build_object('group', ${group}::text)::jsonb)`
+      yield* api`SELECT tenure.seal_group(${group}::uuid)`
+      const [item] = yield* K.claim(runner, 1)
+      assert.strictEqual(yield* complete(runner, item), "settled")
+      assert.deepStrictEqual(
+        yield* owner`
+          SELECT completed, ended_at IS NOT NULL AS ended FROM tenure.item_group WHERE id = ${group}::uuid`,
+        [{ completed: 1, ended: true }]
+      )
+    })
+  )
+})
+
 layer(K.Kernel.layer, { excludeTestServices: true })("checkpoints", (it) => {
   it.effect("the first value of a name stays, and is what every attempt reads", () =>
     Effect.gen(function* () {

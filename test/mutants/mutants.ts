@@ -1481,8 +1481,8 @@ export const mutants: ReadonlyArray<Mutant> = [
     file: "src/queue/WorkQueue.ts",
     changes: [
       [
-        "exceptions.length === 0\n            ? Effect.succeed",
-        "exceptions.length >= 0\n            ? Effect.succeed"
+        'status === "settled"\n            ? Effect.succeed',
+        "status !== undefined\n            ? Effect.succeed"
       ]
     ],
     test: transactions("whose attempt is over by then leaves nothing either")
@@ -1614,6 +1614,41 @@ export const mutants: ReadonlyArray<Mutant> = [
     test: {
       file: "test/queue/Schedules.test.ts",
       name: "follows the version that came last"
+    }
+  },
+
+  // --- one item, completed by its handler
+  {
+    name: "an item that its handler completes leaves the request to cancel it",
+    file: queue,
+    within: "tenure.complete_item",
+    changes: [["IF EXISTS (SELECT FROM tenure.cancel_request) THEN", "IF false THEN"]],
+    test: kernel("settle", "leaves what a settle would leave, with its transaction or not at all")
+  },
+  {
+    name: "an item that its handler completes is not counted by its group",
+    file: queue,
+    within: "tenure.complete_item",
+    changes: [["    PERFORM tenure.items_ended(ARRAY[item]);\n", "    NULL;\n"]],
+    test: kernel("settle", "ends its group")
+  },
+  {
+    name: "an item is completed by an attempt of somebody else's",
+    file: queue,
+    within: "tenure.complete_item",
+    changes: [[" AND k.owner IS NOT DISTINCT FROM me\n", "\n"]],
+    test: kernel(
+      "settle",
+      "is told that it was before, that somebody holds it, or that its attempt is over"
+    )
+  },
+  {
+    name: "each outcome has a hint of its own",
+    file: "src/queue/Waker.ts",
+    changes: [["if (leftMillis > 0) yield* Effect.sleep(leftMillis)", ""]],
+    test: {
+      file: "test/queue/Waker.test.ts",
+      name: "leave at once, and those soon after it together"
     }
   },
 

@@ -150,11 +150,11 @@ describe("a call that contradicts itself", () => {
     "a longest wait of nothing": { debounce: { ...debounce, maxWait: 0 } }
   })) {
     it(`is a bug of the caller: ${name}`, () => {
-      assert.throws(() => paceOf({ idempotencyKey: null, ...options }), RangeError)
+      assert.throws(() => paceOf(options, options.idempotencyKey ?? null), RangeError)
     })
   }
 
   it("is none without either, whatever else it says", () => {
-    assert.isNull(paceOf({ idempotencyKey: "k", delay: 1, group: "g" }))
+    assert.isNull(paceOf({ delay: 1, group: "g" }, "k"))
   })
 })

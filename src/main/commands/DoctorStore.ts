@@ -106,6 +106,7 @@ const workerFunctions = [
   "release_executor",
   "claim",
   "settle",
+  "complete_item",
   "checkpoint"
 ]
 
