@@ -103,6 +103,8 @@ describe("limits in the runtime", () => {
           yield* Paced.await(yield* Paced.enqueue({ n: 0, key: "k" }))
           const sql = yield* SqlClient.SqlClient
           yield* sql.withTransaction(Paced.pause)
+          // A claim that began before the commit may take what comes until it ends.
+          yield* eventually(Effect.sync(() => !runner.claimer.progress().inFlight))
           const steps = runner.claimer.progress().steps
           const ids = yield* Paced.enqueueAll(payloads(5))
           // It was told of them and has looked.
