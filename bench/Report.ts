@@ -109,10 +109,12 @@ const cells = (row: Row): ReadonlyArray<string> => [
   row.goal === undefined ? "" : formatGoal(row, row.goal)
 ]
 
+const signs = { below: "<", "at most": "<=", "at least": ">=" } as const
+
 const formatGoal = (row: Row, goal: Goal): string => {
   const met = isMet(row, goal)
   return (
-    `${goal.of === "ratio" ? "ratio " : ""}${goal.is === "below" ? "<" : "<="} ${format(goal.limit)}` +
+    `${goal.of === "ratio" ? "ratio " : ""}${signs[goal.is]} ${format(goal.limit)}` +
     (met === undefined ? "" : met ? " met" : " missed")
   )
 }
