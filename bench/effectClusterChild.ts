@@ -7,8 +7,8 @@ import { PgClient } from "@effect/sql-pg"
 import { Effect, Layer, Option, Redacted, References, Schema } from "effect"
 import { ClusterWorkflowEngine, RunnerAddress } from "effect/cluster"
 import { Activity, Workflow } from "effect/workflow"
-import { createServer } from "node:net"
 import { order, role, tell, tellBegan, tellUsed } from "./child.ts"
+import { freePort } from "./freePort.ts"
 
 const { role: name, settings, url } = role()
 
@@ -29,25 +29,14 @@ const WorkLive = Work.toLayer(({ id }) =>
   })
 )
 
-const freePort = new Promise<number>((resolve) => {
-  const server = createServer()
-  server.listen(0, "127.0.0.1", () => {
-    const address = server.address()
-    const port = typeof address === "object" && address !== null ? address.port : 0
-    server.close(() => resolve(port))
-  })
-})
-
 const Cluster = Layer.unwrap(
-  Effect.map(
-    Effect.promise(() => freePort),
-    (port) =>
-      NodeClusterSocket.layer({
-        shardingConfig: {
-          ...settings,
-          runnerAddress: Option.some(RunnerAddress.make("127.0.0.1", port))
-        }
-      })
+  Effect.map(Effect.promise(freePort), (port) =>
+    NodeClusterSocket.layer({
+      shardingConfig: {
+        ...settings,
+        runnerAddress: Option.some(RunnerAddress.make("127.0.0.1", port))
+      }
+    })
   )
 )
 

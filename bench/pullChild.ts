@@ -4,7 +4,7 @@ import { FetchHttpClient } from "effect/http"
 import { Api } from "../src/http/index.ts"
 import { Tenure } from "../src/index.ts"
 import { layerNone } from "../src/testing/Watchdog.ts"
-import { pause, role, tell, tellBegan } from "./child.ts"
+import { role, tell, tellBegan } from "./child.ts"
 
 /** `items`: sessions, each with one slot. */
 const { items: sessions, role: name, settings, url } = role()
@@ -49,11 +49,7 @@ const workers = Effect.gen(function* () {
   })
   yield* Effect.forEach(
     Array.from({ length: sessions }, (_, at) => at),
-    (at) =>
-      Effect.andThen(
-        Effect.promise(() => pause(10 * at)),
-        work(at)
-      ),
+    (at) => Effect.delay(work(at), 10 * at),
     { concurrency: "unbounded", discard: true }
   )
 }).pipe(Effect.provide(FetchHttpClient.layer))

@@ -7,30 +7,20 @@
  * same item elsewhere: what is left of its lease, the next scan, the grace, and a poll.
  */
 import { Clock, Effect, Schedule, type Scope } from "effect"
-import { createServer } from "node:net"
+import { type Resolved, resolve } from "../src/executor/Settings.ts"
 import { hashOf, mintSecret } from "../src/http/Token.ts"
 import { createToken } from "../src/http/TokenStore.ts"
 import { until } from "./Drain.ts"
 import * as ChildProcess from "./ChildProcess.ts"
+import { freePort } from "./freePort.ts"
 import { quantile, type Report } from "./Report.ts"
 import { execute, type Server } from "./Server.ts"
 
 const sessions = 60
 
-/** Of profile `capacity`, in milliseconds: every session has sent one heartbeat after it had its item. */
-const heartbeat = 30_000
-
-const lease = 90_000
+const { pullHeartbeat, pullLease } = resolve("capacity") as Resolved
 
 const within = 180_000
-
-const freePort = Effect.callback<number>((resume) => {
-  const server = createServer().listen(0, "127.0.0.1", () => {
-    const address = server.address()
-    const port = typeof address === "object" && address !== null ? address.port : 0
-    server.close(() => resume(Effect.succeed(port)))
-  })
-})
 
 export const run = Effect.fnUntraced(function* (
   server: Server,
@@ -43,7 +33,7 @@ export const run = Effect.fnUntraced(function* (
   const secret = mintSecret("worker")
   const token = { role: "worker", name: "bench", hash: hashOf(secret), validMillis: null } as const
   yield* Effect.orDie(createToken(sql, token))
-  const port = yield* freePort
+  const port = yield* Effect.promise(freePort)
   const began: Array<Map<string, bigint>> = []
   const start = (role: string) => {
     const seen = new Map<string, bigint>()
@@ -65,7 +55,8 @@ export const run = Effect.fnUntraced(function* (
   const isBegun = (at: number) => Effect.sync(() => began[at]?.size === sessions)
   yield* until("every session has an item", "100 millis", () => isBegun(0))
   yield* start("work")
-  yield* Effect.sleep(1.5 * heartbeat)
+  // Every session has sent a heartbeat after it had its item.
+  yield* Effect.sleep(1.5 * pullHeartbeat)
   const killedNanos = clock.monotonicTimeNanosUnsafe()
   victim.signal("SIGKILL")
   yield* isBegun(1).pipe(
@@ -74,7 +65,7 @@ export const run = Effect.fnUntraced(function* (
   )
   const millis = [...(began[1]?.values() ?? [])].map((at) => Number(at - killedNanos) / 1e6)
   const row = { workload: "kill-a-pull-worker", system: "tenure" }
-  const shortest = lease - heartbeat
+  const shortest = pullLease - pullHeartbeat
   for (const [metric, value, goal] of [
     ["min_ms", quantile(millis, 0), { of: "value", is: "at least", limit: shortest }],
     ["p50_ms", quantile(millis, 0.5), undefined],

@@ -70,7 +70,7 @@ const usage = [
   ),
   "",
   "--json   one object a line: bench, workload, system, metric, value, ratio",
-  "--quick  under 90 seconds: every row with less of everything",
+  "--quick  every row with less of everything",
   "",
   "Runs on an embedded PostgreSQL 18, or on the server DATABASE_URL names."
 ].join("\n")
